@@ -226,9 +226,9 @@ def mini_batches(root: Path) -> list[Table]:
     fixed = [run for run in read(root, "compressed-schedule") if run.config["epochs"] == 5]
     runs = arms(fixed, lambda run: f"{run.norm}, fixed")
     runs |= arms(read(root, "mini-batches"), lambda run: f"{run.norm}, shifted")
-    if len(runs) < 4:
+    seeds = sorted(set.intersection(*(set(some) for some in runs.values()))) if runs else []
+    if len(runs) < 4 or not seeds:
         return []
-    seeds = sorted(set.intersection(*(set(some) for some in runs.values())))
     runs = {name: {seed: some[seed] for seed in seeds} for name, some in runs.items()}
     kinds = {"none": "running", "frame": "batch"}
 

@@ -98,7 +98,10 @@ class TestConstantSteps:
 
     @pytest.mark.parametrize("norm", ["recurrent", "recurrent-shared"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_a_second_pass_changes_little(self, norm: str, dtype: torch.dtype) -> None:
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_a_second_pass_changes_little(
+        self, norm: str, dtype: torch.dtype, shared: bool
+    ) -> None:
         """What is recurrent is measured with the constant steps that eval mode will have."""
         torch.manual_seed(3)
         layer = build("lstm", norm, dtype=dtype)
@@ -107,12 +110,29 @@ class TestConstantSteps:
         for normaliser in layer.normalisers():
             normaliser.reset_running_stats()
         with torch.no_grad():
-            normrnn.recalibrate(layer, x.split(16, 1))
+            normrnn.recalibrate(layer, x.split(16, 1), shared=shared)
             once = layer.eval()(x)[0]
             normrnn.recalibrate(layer, x.split(16, 1))
             difference = (layer(x)[0] - once).square().mean().sqrt()
         # Not 0: the first batches know less of the others.
         assert float(difference) < 0.05 * float(once.std())
+
+    def test_few_rows_replace_no_running_statistics(self) -> None:
+        """Single rows are normalised with running statistics until thirty are known."""
+        layer = build("lstm", "frame-slots", dtype=torch.float64)
+        for name, buffer in layer.named_buffers():
+            buffer.fill_(4 if "mean" in name else 9)
+        x, seen = torch.randn(4, 12, 3, dtype=torch.float64), []
+
+        def step(model: Any, batch: Tensor) -> None:
+            seen.append(model(batch)[0])
+
+        with torch.no_grad():
+            expected = [layer.eval()(one)[0] for one in x.split(1, 1)]
+            normrnn.recalibrate(layer, x.split(1, 1), step=step)
+        torch.testing.assert_close(seen, expected)
+        after = layer.normalisers()[0].running_mean
+        assert not after.eq(4).any()
 
 
 FORMS = ["dense", "unbatched", "packed", "padded"]

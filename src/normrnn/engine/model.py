@@ -87,7 +87,8 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     only; its own choice takes up to twice the time on AMD processors (benchmarks/NOTES.md).
     """
     on_cpu = a.device.type == "cpu" and a.dtype == b.dtype == torch.float32
-    if on_cpu and torch.backends.mkldnn.is_available() and a.numel() and b.numel():
+    has_onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    if on_cpu and has_onednn and a.numel() and b.numel():
         return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
     return F.linear(a, b, bias)
 

@@ -20,7 +20,7 @@ from normrnn.ops.call import Norm, Weights
 from normrnn.ops.fold import fold_input, fold_sums, unfold
 from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.normalise import normalise_input
-from normrnn.ops.running import Population, slots_for, update_running_
+from normrnn.ops.running import ENOUGH_ROWS, Population, slots_for, update_running_
 from normrnn.ops.statistics import Given, Groups, Statistics, measure
 from normrnn.ops.sync import DEFAULT_POOL, Pool
 
@@ -269,7 +269,7 @@ class Normaliser(StatisticalNorm):
         of a ``population`` come first, where it has some."""
         if self.running_mean is None:
             return None
-        mean, var, tracked = self._merged(population)
+        mean, var, tracked = self._merged(population, ENOUGH_ROWS)
         if self.time_steps is None:
             return mean[None], var[None]
         slots = slots_for(tracked, steps)
@@ -281,23 +281,22 @@ class Normaliser(StatisticalNorm):
         While a population is gathered, it is that population as far as it is known: statistics
         inside the recurrence depend on these steps, and must be those that eval mode will see.
         """
-        is_shared = mode.population is not None and mode.population.shared
-        fits = is_shared == (self.time_steps is None)
-        return self.test_statistics(steps, mode.population if mode.batch and fits else None)
+        return self.test_statistics(steps, mode.population if mode.batch else None)
 
-    def _merged(self, population: Population | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return running means, variances and counts, replaced where a population has its own."""
+    def _merged(self, population: Population | None, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return running means, variances and counts, replaced where a population has statistics of
+        so many rows."""
         (mean, var), tracked = self._buffers_of_statistics(), self.num_batches_tracked
         assert tracked is not None
         if population is None or not population.batches:
             return mean, var, tracked
-        enough = population.enough.to(mean.device)
+        enough = population.enough(rows).to(mean.device)
         mean, var = (
-            torch.where(enough.view_as(old), new.to(old).reshape(old.shape), old)
+            torch.where(enough, new.to(old), old.view(-1, old.shape[-1])).view_as(old)
             for old, new in ((mean, population.mean), (var, population.var))
         )
-        seen = enough.any(1).view_as(tracked)
-        return mean, var, torch.where(seen, population.batches, tracked)
+        count = torch.where(enough.any(1), population.batches, tracked.view(-1)).view_as(tracked)
+        return mean, var, count
 
     def _buffers_of_statistics(self) -> Given:
         """Return all running means and variances, each (…, C)."""
@@ -332,7 +331,7 @@ class Normaliser(StatisticalNorm):
     def adopt(self, population: Population) -> None:
         if self.running_mean is None or not population.batches:
             return
-        merged = self._merged(population)
+        merged = self._merged(population, 2)
         with self._changing() as buffers:
             for buffer, value in zip(buffers, merged, strict=True):
                 buffer.copy_(value)

@@ -84,7 +84,7 @@ def recalibrate(
     merged = [(n, p) for n, p in pairs if shared and n.time_steps is not None and p.batches]
     names = {module: name for name, module in model.named_modules()}
     for normaliser, population in merged:
-        if not bool(population.enough.all()):
+        if not bool(population.enough().all()):
             raise ValueError(
                 f"{names[normaliser]}: statistics shared over time need rows that differ, got a "
                 "single row, or equal ones"

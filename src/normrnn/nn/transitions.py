@@ -12,7 +12,7 @@ from normrnn.nn.normaliser import GateNorm, Resolved
 from normrnn.ops.call import Norm, Weights
 from normrnn.ops.fold import fold_recurrent
 from normrnn.ops.layout import Steps
-from normrnn.ops.running import Population, slots_for, store_, update_running_
+from normrnn.ops.running import ENOUGH_ROWS, Population, slots_for, store_, update_running_
 from normrnn.ops.statistics import Given, Statistics
 
 
@@ -99,7 +99,7 @@ class RecurrentNormaliser(TransitionsNorm, Normaliser):
         if given is None or self.time_steps is None:
             return given
         # One count is for all parts, and a step with equal inputs updates W_h h and c alone.
-        mean, var, tracked = self._merged(population)
+        mean, var, tracked = self._merged(population, ENOUGH_ROWS)
         mean, var = mean[:, : self.channels], var[:, : self.channels]
         slots = slots_for(tracked * ((mean != 0) | (var != 1)).any(1), steps)
         mean, var = (

@@ -223,13 +223,12 @@ class Population:
         self._count[:used] += rows
         self.batches += 1
 
-    @property
-    def enough(self) -> Tensor:
-        """Where there is more than one row and, of W_x x, not always the same row: (groups, C)."""
-        several, of_input = self._count > 1, slice(self.inputs)
+    def enough(self, rows: int = 2) -> Tensor:
+        """Return where there are so many rows and, of W_x x, not always the same: (groups, C)."""
+        several, of_input = self._count >= rows, slice(self.inputs)
         if self.inputs:
-            rows = self._count[:, of_input].amax(1)
-            statistics = Statistics(self._mean[:, of_input], self.biased_var[:, of_input], rows)
+            count = self._count[:, of_input].amax(1)
+            statistics = Statistics(self._mean[:, of_input], self.biased_var[:, of_input], count)
             several[:, of_input] &= ~constant_groups(statistics)
         return several
 
